@@ -1,0 +1,1 @@
+"""The pure room: words, rules and decisions. No I/O, no clock, no SQL."""
