@@ -6,7 +6,7 @@ Outcomes belong to attempts; what follows for the step is `app.domain.verdict`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal
@@ -92,10 +92,14 @@ def kind_of(outcome: Outcome) -> OutcomeKind:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The look-up found the effect. Counts at any time (R4)."""
+    """The look-up found the effect. Counts at any time (R4).
+
+    `created_at`: when the provider says it came into being; an older operation's is no evidence (R15).
+    """
 
     reference: str | None = None
     result: JsonObject | None = None
+    created_at: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

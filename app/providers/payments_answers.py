@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 import orjson
 
@@ -110,12 +111,21 @@ def read_list(answer: HttpAnswer, wanted: WantedEffect, *, exact: bool) -> Findi
         return Unavailable("unreadable-answer", "The look-up did not answer with a list.")
     for thing in things:
         if wanted.is_shown_by(thing):
-            return _applied(thing)
+            return replace(_applied(thing), created_at=_instant(thing.get("created_at")))
     if value.get("has_more") is not False:
         return Unavailable("incomplete-list", "The look-up did not give the whole list.")
     if things and exact:
         return Refused("filter-ignored", "The look-up gave effects that were not asked for.")
     return Absent()
+
+
+def _instant(text: object) -> datetime | None:
+    """An RFC 3339 time with a zone, or None: then nothing is known of the effect's age."""
+    try:
+        instant = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return None if instant is None or instant.tzinfo is None else instant
 
 
 def read_target(answer: HttpAnswer, wanted: WantedEffect) -> Finding:

@@ -8,12 +8,14 @@ age decides nothing (I5). What cannot be settled by asking or sending waits for 
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from app.domain.course import BeginStep, Case, LookUpStep, next_move
 from app.domain.errors import LeaseLost, StoreUnavailable
 from app.domain.identity import Direction, new_id
 from app.domain.lifecycle import Actor
 from app.domain.operation import Claimed
-from app.domain.outcome import Finding, finding_kind_of
+from app.domain.outcome import Applied, Finding, Refused, finding_kind_of
 from app.failpoints import Failpoint
 from app.service import sending
 from app.service.execution import claim
@@ -98,6 +100,7 @@ class Reconciliation:
             finding: Finding = await sending.look_up(
                 turns.adapters[provider], move.record.request, move.record.key, turns.telemetry
             )
+        finding = _of_this_operation(finding, claimed, case)
         await turns.failpoints.hit(Failpoint.AFTER_LOOKUP)
         turns.telemetry.event(
             Event.FOUND,
@@ -108,3 +111,13 @@ class Reconciliation:
         )
         found = findings.Found(claimed.lease, finding_id, finding)
         return await turns.settle(TurnEnd(claimed, self.actor, found=found, asked=provider))
+
+
+def _of_this_operation(finding: Finding, claimed: Claimed, case: Case) -> Finding:
+    """A hit much older than the operation is an earlier one's under the same derived key (R15)."""
+    if not isinstance(finding, Applied) or finding.created_at is None:
+        return finding
+    horizon = timedelta(seconds=case.type.policy.retry_horizon_seconds)
+    if finding.created_at >= claimed.created_at - horizon:
+        return finding
+    return Refused("older-than-operation", "The effect that was found is older than the operation.")

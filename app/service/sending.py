@@ -110,7 +110,8 @@ async def look_up(
     telemetry.count(Metric.FINDINGS, provider=provider, finding=finding_kind_of(finding).value)
     match finding:
         case Applied():
-            return Applied(_short(finding.reference), _clean_object(finding.result))
+            result = _clean_object(finding.result)
+            return Applied(_short(finding.reference), result, finding.created_at)
         case Refused():
             return Refused(
                 bounded_text(finding.code, limit=MAX_CODE),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
 from app.bootstrap import Core
@@ -229,3 +230,21 @@ async def test_neither_is_never_sent_twice(database_url: str, simulator: Simulat
         assert view.state is State.NEEDS_ATTENTION
         assert view.attention == "no-evidence-possible"
     assert posts(simulator, "neither") == 1
+
+
+async def test_r15_a_hit_older_than_the_operation_is_no_evidence(
+    database_url: str, simulator: SimulatorThread
+) -> None:
+    """R15: an effect from before the operation (minus its retry horizon) does not settle it."""
+    async with core_of(environment(database_url, simulator.url)) as core:
+        view = await doubtful(core, simulator, "older", effect="after")
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute("UPDATE operations SET created_at = now() + interval '2 days'")
+        elapse(database_url, 86_400)
+        simulator.forget_keys()
+        await turn(core, Reconciliation)
+        assert (await view_of(core, view)).state is not State.SUCCEEDED
+        assert rows(database_url, "SELECT kind, code FROM findings") == [
+            ("refused", "older-than-operation")
+        ]
+    assert posts(simulator, "older") == 1
