@@ -28,7 +28,7 @@ from app.domain.registry import Registry
 from app.failpoints import Failpoints
 from app.service.admission import AdmissionService
 from app.service.execution import Renewal
-from app.service.installation import insist, wait_until_verified
+from app.service.installation import wait_until_verified
 from app.service.listening import hear
 from app.service.notifying import Notifier
 from app.service.resolution import Operators
@@ -283,7 +283,6 @@ async def open_core(
         stamp = await wait_until_verified(
             database, settings.installation, patience_seconds=patience_seconds
         )
-        insist(database, stamp)
     except BaseException:
         await plugins.close()
         await database.close()
