@@ -86,6 +86,8 @@ def upgrade(
         StoreUnavailable: the database cannot be reached, or a table stayed locked over all tries.
     """
     with connect(url) as connection:
+        # Waiting for another migrator holds up nobody else, so it may take as long as the other needs.
+        connection.execute(sa.text("SET LOCAL lock_timeout = 0"))
         connection.execute(sa.text("SELECT pg_advisory_lock(:n)"), {"n": _ONE_MIGRATOR})
         connection.commit()
         for number in range(1, TRIES + 1):

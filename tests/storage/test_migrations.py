@@ -134,3 +134,46 @@ def test_every_table_of_an_operation_begins_its_key_with_the_bucket() -> None:
         for constraint in table.constraints:
             if isinstance(constraint, sa.UniqueConstraint):
                 assert "bucket" in constraint.columns
+
+
+def test_one_migrator_waits_for_another_however_long_it_takes(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time limit is for tables that others use, not for the other migrator."""
+    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", "50ms")
+    errors: list[BaseException] = []
+
+    def migrate() -> None:
+        try:
+            migrations.upgrade(empty_database_url)
+        except BaseException as error:
+            errors.append(error)
+
+    waits = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'"
+        " AND datname = current_database() AND now() - query_start > interval '0.2 s'"
+    )
+    with psycopg.connect(empty_database_url, autocommit=True) as other:
+        other.execute("SELECT pg_advisory_lock(%s)", [migrations._ONE_MIGRATOR])
+        second = threading.Thread(target=migrate)
+        second.start()
+        while second.is_alive() and other.execute(waits).fetchone() == (0,):
+            second.join(0.01)
+        assert errors == []
+        assert migrations.current(empty_database_url) is None
+    second.join(60)
+    assert errors == []
+    assert migrations.current(empty_database_url) == migrations.head()
+
+
+def test_a_migration_that_fails_half_way_leaves_nothing(empty_database_url: str) -> None:
+    """One transaction each: there is no half-applied state to start from."""
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE work (in_the_way int)")  # made after most other tables
+        with pytest.raises(sa.exc.ProgrammingError):
+            migrations.upgrade(empty_database_url)
+        assert tables_of(empty_database_url) <= {"work", "alembic_version"}
+        assert migrations.current(empty_database_url) is None
+        connection.execute("DROP TABLE work")
+    migrations.upgrade(empty_database_url)
+    assert migrations.current(empty_database_url) == migrations.head()
